@@ -15,7 +15,7 @@ from animegamer_jax.configs import (
 )
 from animegamer_jax.errors import UserError
 from animegamer_jax.game.rollout import Networks
-from animegamer_jax.models.dit import fix_most_score
+from animegamer_jax.models.dit import fix_most_score, tabulate_modulation
 from animegamer_jax.models.encoder import ShotEncoder, ShotNetworks
 from animegamer_jax.models.linear import merge_low_rank, quantize_weights
 from animegamer_jax.protocol import Protocol
@@ -88,6 +88,10 @@ def load_networks(
         merge_low_rank(network)
         if name in ("dit", "picture"):
             fix_most_score(network)
+            if protocol.student_timesteps:
+                with use_placement(placement):
+                    timesteps = protocol.student_timesteps
+                    tabulate_modulation(network, timesteps, protocol.motion_values)
         elif name == "mllm" and int8:
             quantize_weights(network)
         return network

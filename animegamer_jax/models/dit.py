@@ -6,8 +6,10 @@ arXiv 2408.06072, section 2.2.) With a memory, which is ours, the first frames o
 further patch tokens, without noise: what was shown stays as it was shown.
 """
 
+import functools
 import math
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +159,32 @@ class Modulation(NamedTuple):
     output: Float[Array, "*s b n"]
 
 
+class ModulationTable(nnx.Module):
+    """The modulation at a few timesteps and motion values, which is looked up, not computed.
+
+    Args:
+        timesteps: The timesteps, [s] float32.
+        motions: The motion values, [m] float32.
+        modulation: Of every pair, the timestep's index first: `s * m` rows. Shapes will do.
+    """
+
+    def __init__(self, timesteps: Any, motions: Any, modulation: Modulation):
+        self.timesteps = nnx.Param(timesteps, **axes("time_embed"))
+        self.motions = nnx.Param(motions, **axes("time_embed"))
+        self.layers = nnx.Param(modulation.layers, **axes("layers", "time_embed", "modulation"))
+        self.output = nnx.Param(modulation.output, **axes("time_embed", "modulation"))
+
+    def __call__(self, timestep: Float[Array, " b"], motion: Float[Array, " b"]) -> Modulation:
+        """Returns the modulation at the nearest timesteps and motion values of the table."""
+
+        def nearest(values: jax.Array, found: jax.Array) -> jax.Array:
+            return jnp.abs(values[:, None] - found[None]).argmin(0)
+
+        motions = self.motions[...]
+        rows = nearest(self.timesteps[...], timestep) * len(motions) + nearest(motions, motion)
+        return Modulation(self.layers[...][:, rows], self.output[...][rows])
+
+
 class Block(nnx.Module):
     """One layer: attention and an MLP, each with a modulated norm and a gate.
 
@@ -246,6 +274,29 @@ def fix_most_score(dit: "DiT") -> None:
     block.most_score = most if is_bounded(most, block.head_size**-0.5) else None
 
 
+def tabulate_modulation(dit: "DiT", timesteps: Sequence[int], motions: Sequence[float]) -> None:
+    """Replaces the weights of the modulation by its values, in place; for playing.
+
+    A decoder that is played with a few timesteps and motion values alone, as a distilled one is,
+    then needs a thirtieth of that memory. Works with shapes in place of arrays, too.
+    """
+    graphdef, state = nnx.split(dit)
+    known = [jnp.asarray(values, jnp.float32) for values in (timesteps, motions)]
+
+    def compute(state: nnx.State, timesteps: jax.Array, motions: jax.Array) -> Modulation:
+        pairs = jnp.repeat(timesteps, len(motions)), jnp.tile(motions, len(timesteps))
+        return nnx.merge(graphdef, state).modulation(*pairs)
+
+    is_abstract = isinstance(jax.tree.leaves(state)[0], jax.ShapeDtypeStruct)
+    evaluate = functools.partial(jax.eval_shape, compute) if is_abstract else jax.jit(compute)
+    modulation = evaluate(state, *known)
+    if is_abstract:
+        known = [jax.ShapeDtypeStruct(values.shape, values.dtype) for values in known]
+    dit.table = ModulationTable(*known, modulation)
+    del dit.time_embed, dit.motion_embed, dit.output_modulation
+    del cast(Any, dit.layers.blocks).modulation
+
+
 def make_memory_positions(config: DiTConfig, *, dtype: DTypeLike) -> nnx.Param:
     """Returns the parameter of the remembered frames' positions, new."""
     return nnx.Param(jnp.asarray(memory_table(config), dtype), **axes("positions", "embed"))
@@ -256,7 +307,12 @@ class DiT(nnx.Module):
 
     `positions` holds `position_table`. It is a parameter because the released files contain it and
     an export must write it back; only `--trained all` and the foundations train it.
+
+    Attributes:
+        table: The modulation, where it is not computed any more (`tabulate_modulation`).
     """
+
+    table: ModulationTable | None = None
 
     def __init__(self, config: DiTConfig, *, rngs: nnx.Rngs):
         self.config = c = config
@@ -286,6 +342,8 @@ class DiT(nnx.Module):
             timestep: Noise level as a step of the training schedule, 0..999.
             motion: Motion value: mean magnitude of optical flow, in pixels at 480 x 720.
         """
+        if self.table is not None:
+            return self.table(timestep, motion)
         emb = jax.nn.silu(self.time_embed(timestep) + self.motion_embed(motion))
         linears = cast(Block, self.layers.blocks).modulation
         layers = jax.vmap(lambda linear: linear(emb))(linears)

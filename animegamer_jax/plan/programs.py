@@ -6,6 +6,7 @@ Their arguments are shapes with shardings; no weight and no activation is ever a
 import dataclasses
 import functools
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from animegamer_jax.configs import SIZES, ModelConfig
 from animegamer_jax.convert.networks import with_lora
 from animegamer_jax.game import rollout
 from animegamer_jax.game.saved.turns import History
-from animegamer_jax.models.dit import DiT
+from animegamer_jax.models.dit import DiT, tabulate_modulation
 from animegamer_jax.models.encoder import ShotNetworks
 from animegamer_jax.models.linear import quantize_weights
 from animegamer_jax.plan.abstract_inputs import AbstractBundle, write_tokenizer
@@ -154,10 +155,12 @@ def abstract_networks(
     plan: ShardingPlan,
     history: History = "predicted",
     int8: bool = False,
+    student_timesteps: Sequence[int] = (),
 ) -> rollout.Networks:
     """Returns the networks needed to play, as bfloat16 shapes sharded by the plan.
 
-    With `int8` the language model's weights have eight bits.
+    With `int8` the language model's weights have eight bits. The decoder is a distilled one if it
+    has `student_timesteps`.
     """
 
     def one(name: Any) -> nnx.Module:
@@ -170,6 +173,8 @@ def abstract_networks(
         if isinstance(network, DiT):  # as `fix_most_score` notes for weights of the usual size
             blocks: Any = network.layers.blocks
             blocks.most_score = 0.0
+            if student_timesteps:
+                tabulate_modulation(network, student_timesteps, PAPER.motion_values)
         if name == "mllm" and int8:
             quantize_weights(network)
         graphdef, state = nnx.split(network)
@@ -211,7 +216,15 @@ def rollout_program(
         int8: Whether the language model's weights have eight bits.
     """
     config, protocol = SIZES[size](), dataclasses.replace(PAPER, history=history)
-    networks = abstract_networks(config, mesh=mesh, plan=plan, history=history, int8=int8)
+    table = diffusion.make_sampler_table(diffusion.schedule_of(protocol), steps)
+    networks = abstract_networks(
+        config,
+        mesh=mesh,
+        plan=plan,
+        history=history,
+        int8=int8,
+        student_timesteps=table.timestep.tolist() if student else (),
+    )
     if student:
         networks = networks._replace(unconditional=None)
     c = networks.mllm.config
@@ -219,7 +232,6 @@ def rollout_program(
         folder = write_tokenizer(Path(temporary), config)
         tokenizer = Tokenizer.load(folder, num_queries=c.num_queries)
     layout = Layout(protocol, tokenizer.ids, num_queries=c.num_queries, window=protocol.window)
-    table = diffusion.make_sampler_table(diffusion.schedule_of(protocol), steps)
     if rows:
         table = table._replace(rows=np.array(rows, np.int32))
 

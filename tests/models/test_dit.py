@@ -22,7 +22,7 @@ from animegamer_jax.convert.sources import open_torch
 from animegamer_jax.convert.tables import dit as dit_table
 from animegamer_jax.convert.tables import encoder as encoder_table
 from animegamer_jax.diffusion import Schedule
-from animegamer_jax.models.dit import DiT, position_table, sinusoid
+from animegamer_jax.models.dit import DiT, position_table, sinusoid, tabulate_modulation
 from animegamer_jax.models.encoder import ShotEncoder
 
 torch = pytest.importorskip("torch")
@@ -67,6 +67,25 @@ def tiny() -> DiT:
 def diffusers() -> Any:
     """The library, which takes long to import."""
     return pytest.importorskip("diffusers")
+
+
+def test_a_tabulated_modulation_is_the_computed_one():
+    """At its own timesteps and motion values, without the weights that it was computed with."""
+    dit = build("dit", PLAIN, random_leaves("dit", PLAIN, 0))
+    shapes = abstract_network("dit", PLAIN)
+    x, _, _, context = inputs(PLAIN)
+    given = jnp.array([500.0, 999.0]), jnp.array([42.0, 0.6])
+    expected = run(dit, x, *given, context)
+    other = run(dit, x, given[0], given[1][::-1], context)
+    for network in (dit, shapes):
+        tabulate_modulation(network, (999, 500), (0.6, 5.5, 42.0))
+    assert error(run(dit, x, *given, context), expected) < 1e-5 < 1e-2 < error(other, expected)
+    found, abstract = (nnx.to_flat_state(nnx.state(network)) for network in (dit, shapes))
+    assert [(path, leaf.shape, leaf.dtype) for path, leaf in found] == [
+        (path, leaf.shape, leaf.dtype) for path, leaf in abstract
+    ]
+    names = {str(part) for path, _ in found for part in path}
+    assert not names & {"time_embed", "motion_embed", "modulation", "output_modulation"}
 
 
 # --- recorded numbers -----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tiny_stage import one_device
 
 from animegamer_jax.bundle.bundle import Bundle
 from animegamer_jax.errors import UserError
+from animegamer_jax.game.player import Player
 from animegamer_jax.train.checkpoint import Checkpoints
 from animegamer_jax.train.stages.distill import DistillRecipe, DistillStage
 from animegamer_jax.train.stages.recipe import OptimizerConfig
@@ -214,6 +215,25 @@ def test_a_student_is_no_teacher(bundle, tmp_path):
     )
     with pytest.raises(UserError, match="is itself a student, with 2 steps: distill the adapted"):
         make_stage(DistillStage, RECIPE, student).load(student, mesh=one_device())
+
+
+def test_a_student_is_played_by_a_table_of_its_modulation(bundle, tmp_path):
+    """Which it needs at its own steps alone; clips are those of the computed one."""
+    settings = {"student_timesteps": [999, 500], "guidance_scale": 0.0, "denoising_steps": 2}
+    student = Player.from_bundle(altered(bundle, tmp_path / "student", protocol=settings))
+    teacher = Player.from_bundle(bundle)
+    assert student.networks.dit.table is not None
+    assert teacher.networks.dit.table is None
+    protocol = student.protocol
+    computed = Player(teacher.networks, teacher.tokenizer, protocol)
+    for level in protocol.motion_levels[::2]:
+        found, expected = (
+            player.play_turn(player.start(1), ["wave"], seeds=[3], turn=1, levels=[level])[1]
+            for player in (student, computed)
+        )
+        apart = np.abs(found.frames.astype(int) - expected.frames)
+        assert apart.max() <= 1
+        assert expected.frames.std() > 5
 
 
 def test_a_decoder_that_is_not_adapted(bundle, tmp_path):
