@@ -1,7 +1,14 @@
-"""Prints the README's table of the embedded model's scores, from the results of an evaluation.
+"""Prints a table of the README from the results of an evaluation.
 
-animegamer evaluate --window 5 1 --out out/toy-report     # make toy-report
-python scripts/toy/headline.py out/toy-report
+Of a model with two windows, the scores of the embedded model:
+
+    animegamer evaluate --window 5 1 --out out/toy-report     # make toy-report
+    python scripts/toy/headline.py out/toy-report
+
+Of a model and games that were played elsewhere, the table with a baseline, next to the paper's:
+
+    animegamer evaluate --played baseline=out/baseline --out out/main-table
+    python scripts/toy/headline.py out/main-table
 """
 
 from collections.abc import Iterator
@@ -10,10 +17,10 @@ from pathlib import Path
 from run_script import run_script
 
 from animegamer_jax.errors import UserError
-from animegamer_jax.evaluate.metrics.formulas import Estimate
-from animegamer_jax.evaluate.metrics.registry import CONTEXT
+from animegamer_jax.evaluate.metrics.formulas import Estimate, estimate_known
+from animegamer_jax.evaluate.metrics.registry import CONTEXT, METRICS
 from animegamer_jax.evaluate.reference_scores import NO_MEMORY, THROUGH_VAE
-from animegamer_jax.evaluate.results import Evaluation, read_results
+from animegamer_jax.evaluate.results import Evaluation, SystemResult, read_results
 
 ROWS = (
     ("states right (ACC-S)", "ACC-S", "0.97"),
@@ -28,15 +35,26 @@ ROWS = (
 )
 
 
+COMPARED = (
+    *("CLIP-I", "CLIP-T", "ACC-F", "MAE-F", "ACC-S", "MAE-S", "seconds"),
+    *("character", "place", "time", "details kept", "details by chance"),
+)
+
+
 def lines(evaluation: Evaluation) -> Iterator[str]:
     """Returns the Markdown table.
 
     Raises:
-        UserError: The evaluation is not of one model with two windows.
+        UserError: The evaluation is not of one model with two windows, or of one and its baseline.
     """
     if len(evaluation.systems) != 2:
-        raise UserError("expected the results of `animegamer evaluate --window 5 1`")
+        raise UserError(
+            "expected the results of `animegamer evaluate`, with --window 5 1 or with --played"
+        )
     own, short = evaluation.systems
+    if short.digest is None:
+        yield from _compare(own, short)
+        return
     yield "| | reached (95 % interval over games) | target | through the VAE |"
     yield "|---|---|---|---|"
     for text, metric, target in ROWS:
@@ -51,6 +69,23 @@ def lines(evaluation: Evaluation) -> Iterator[str]:
         f"| the same without memory (window 1) | {_cell(without)} | {_mean(least)}, the expected "
         "score of any model without memory |  |"
     )
+
+
+def _compare(own: SystemResult, baseline: SystemResult) -> Iterator[str]:
+    """Returns the table of a model and a baseline on the same turns, next to the paper's."""
+    names = f"{own.name} | {baseline.name}"
+    yield f"| | {names} | difference | AnimeGamer, paper | best baseline, paper |"
+    yield "|---|---|---|---|---|---|"
+    for name in COMPARED:
+        if not (name in own.values and name in baseline.values):
+            continue
+        metric = METRICS[name]
+        better = "" if metric.better == "higher" else " (lower is better)"
+        cells = [_cell(system.estimate(name)) for system in (own, baseline)]
+        cells.append(_cell(estimate_known(own.values[name] - baseline.values[name])))
+        reported = (metric.paper, metric.baseline)
+        cells += ["" if score is None else f"{score:g}" for score in reported]
+        yield f"| {name}{better} | {' | '.join(cells)} |"
 
 
 def _mean(found: Estimate | None) -> str:

@@ -474,5 +474,20 @@ def test_the_headline_is_that_of_two_windows(tiny_bundle):
     assert "(ACC-F) | 0.250 (0.250 to 0.250) | 0.75 | 0.75 |" in lines[3]
     assert lines[-1].startswith("| the same without memory (window 1) | 0.250 (0.250 to 0.250) |")
     assert "| 0.750, the expected score of any model without memory |" in lines[-1]
-    with pytest.raises(UserError, match="--window 5 1"):
+    with pytest.raises(UserError, match="with --window 5 1 or with --played"):
         list(headline.lines(dataclasses.replace(found, systems=systems[:1])))
+
+
+def test_a_baseline_stands_between_the_model_and_the_paper(tiny_bundle):
+    found = evaluation(Bundle.open(tiny_bundle), windows=(5, 1), score=0.25)
+    own, other = found.systems
+    values = {name: np.full_like(own.values["ACC-F"], 0.25) for name in ("ACC-F", "MAE-F")}
+    own = dataclasses.replace(own, name="toy", values=values)
+    values = {name: value + 0.5 for name, value in values.items()} | {"CLIP-I": values["ACC-F"]}
+    other = dataclasses.replace(other, name="baseline", digest=None, values=values)
+    lines = list(headline.lines(dataclasses.replace(found, systems=(own, other))))
+    assert lines[0].startswith("| | toy | baseline | difference |")
+    assert [line.split(" |")[0] for line in lines[2:]] == ["| ACC-F", "| MAE-F (lower is better)"]
+    cells = [cell.strip() for cell in lines[2].split("|")[2:-1]]
+    assert cells[:3] == [f"{x} ({x} to {x})" for x in ("0.250", "0.750", "-0.500")]
+    assert cells[3:] == ["0.6744", "0.4249"]
