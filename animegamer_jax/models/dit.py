@@ -278,7 +278,12 @@ def tabulate_modulation(dit: "DiT", timesteps: Sequence[int], motions: Sequence[
     """Replaces the weights of the modulation by its values, in place; for playing.
 
     A decoder that is played with a few timesteps and motion values alone, as a distilled one is,
-    then needs a thirtieth of that memory. Works with shapes in place of arrays, too.
+    needs far less memory for these. Works with shapes in place of arrays, too.
+
+    Args:
+        dit: The decoder.
+        timesteps: All timesteps with which it is played.
+        motions: All motion values with which it is played.
     """
     graphdef, state = nnx.split(dit)
     known = [jnp.asarray(values, jnp.float32) for values in (timesteps, motions)]

@@ -223,7 +223,7 @@ def rollout_program(
         plan=plan,
         history=history,
         int8=int8,
-        student_timesteps=table.timestep.tolist() if student else (),
+        student_timesteps=[int(step) for step in table.timestep] if student else (),
     )
     if student:
         networks = networks._replace(unconditional=None)

@@ -71,7 +71,10 @@ def test_the_adaptation_of_a_decoder_that_gets_a_memory():
 
 
 def test_the_arguments_of_a_turn():
-    """Weights of eight bits take half the memory; a student has no unconditional row."""
+    """Weights of eight bits take half the memory; a student has no unconditional row.
+
+    Its modulation is a table, which is smaller than the weights that it was computed with.
+    """
     case = configure("rollout", "v5e:2x4", size="toy", student=True, int8=True)
     assert "language model int8" in str(case)
     mesh = make_mesh(case.mesh)
@@ -84,11 +87,17 @@ def test_the_arguments_of_a_turn():
         leaves = jax.tree.leaves(nnx.state(network))
         return sum(x.size * x.dtype.itemsize for x in leaves)
 
-    small, whole = networks(student=True, int8=True), networks()
+    small, whole = networks(student=True, int8=True, steps=4), networks()
     assert small.unconditional is None
     assert whole.unconditional is not None
     assert num_bytes(small.mllm) < 0.6 * num_bytes(whole.mllm)
-    assert num_bytes(small.dit) == num_bytes(whole.dit)
+    assert num_bytes(networks(int8=True).dit) == num_bytes(whole.dit)
+    table, modulation = small.dit.table, whole.dit.layers.blocks.modulation
+    assert table.layers.shape == (*modulation.bias.shape[:1], 4 * 5, *modulation.bias.shape[1:])
+    assert 2 * num_bytes(table) < num_bytes(modulation)
+    replaced = (modulation, *(getattr(whole.dit, name) for name in ("time_embed", "motion_embed")))
+    saved = sum(map(num_bytes, (*replaced, whole.dit.output_modulation))) - num_bytes(table)
+    assert num_bytes(small.dit) == num_bytes(whole.dit) - saved
     block = small.mllm.mistral.layers.blocks
     steps, kernel = (x.get_value().sharding.spec for x in (block.gate.steps, block.gate.kernel))
     assert tuple(steps) == tuple(kernel)[::2]
