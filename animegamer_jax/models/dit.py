@@ -297,7 +297,7 @@ def tabulate_modulation(dit: "DiT", timesteps: Sequence[int], motions: Sequence[
     modulation = evaluate(state, *known)
     if is_abstract:
         known = [jax.ShapeDtypeStruct(values.shape, values.dtype) for values in known]
-    dit.table = ModulationTable(*known, modulation)
+    dit.table = ModulationTable(known[0], known[1], modulation)
     del dit.time_embed, dit.motion_embed, dit.output_modulation
     del cast(Any, dit.layers.blocks).modulation
 
