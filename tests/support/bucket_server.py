@@ -59,9 +59,16 @@ class BucketServer:
             time.sleep(0.1)
 
     def kill(self) -> None:
+        """Kills it, and removes what it had half written, which no listing of a bucket shows.
+
+        The server writes to `.NAME<digits>`, renames that, and fails to list a bucket that has one.
+        """
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+        for path in self.objects.rglob(".*"):
+            if path.is_file() and path.name[-1].isdigit():
+                path.unlink()
 
 
 @contextlib.contextmanager
