@@ -6,7 +6,6 @@ arXiv 2408.06072, section 2.2.) With a memory, which is ours, the first frames o
 further patch tokens, without noise: what was shown stays as it was shown.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -286,18 +285,15 @@ def tabulate_modulation(dit: "DiT", timesteps: Sequence[int], motions: Sequence[
         motions: All motion values with which it is played.
     """
     graphdef, state = nnx.split(dit)
-    known = [jnp.asarray(values, jnp.float32) for values in (timesteps, motions)]
 
-    def compute(state: nnx.State, timesteps: jax.Array, motions: jax.Array) -> Modulation:
-        pairs = jnp.repeat(timesteps, len(motions)), jnp.tile(motions, len(timesteps))
-        return nnx.merge(graphdef, state).modulation(*pairs)
+    def compute(state: nnx.State) -> tuple[jax.Array, jax.Array, Modulation]:
+        t, m = (jnp.asarray(values, jnp.float32) for values in (timesteps, motions))
+        dit = nnx.merge(graphdef, state)
+        return t, m, dit.modulation(jnp.repeat(t, len(m)), jnp.tile(m, len(t)))
 
     is_abstract = isinstance(jax.tree.leaves(state)[0], jax.ShapeDtypeStruct)
-    evaluate = functools.partial(jax.eval_shape, compute) if is_abstract else jax.jit(compute)
-    modulation = evaluate(state, *known)
-    if is_abstract:
-        known = [jax.ShapeDtypeStruct(values.shape, values.dtype) for values in known]
-    dit.table = ModulationTable(known[0], known[1], modulation)
+    known = jax.eval_shape(compute, state) if is_abstract else jax.jit(compute)(state)
+    dit.table = ModulationTable(*known)
     del dit.time_embed, dit.motion_embed, dit.output_modulation
     del cast(Any, dit.layers.blocks).modulation
 
